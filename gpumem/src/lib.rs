@@ -22,7 +22,7 @@ pub(crate) use gpumem_driver::baseline_file;
 pub(crate) use gpumem_driver::nvtx;
 #[cfg(feature = "capture")]
 pub(crate) use gpumem_driver::{cgroup, clock, recording_file, ring_memory};
-pub(crate) use gpumem_driver::{descriptor, print, process, recorded_pools, settings, source};
+pub(crate) use gpumem_driver::{descriptor, own_threads, print, process, recorded_pools, settings, source};
 
 pub use gpumem_core::error::{Error, Result};
 #[cfg(feature = "macros")]

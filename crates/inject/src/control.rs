@@ -33,7 +33,8 @@ pub(crate) fn start() -> Result<(), String> {
 pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let socket = variable::socket(folder, process::id());
     commands(&socket)
-        .and_then(|received| own_threads::run("gpumem-switch", move || obey(&received, &request)))
+        .and_then(|received| own_threads::spawn("switch", move || obey(&received, &request)))
+        .map(drop)
         .map_err(|why| format!("cannot listen to `gpumem start` at {}: {why}", socket.display()))
 }
 

@@ -483,12 +483,13 @@ class Recordings(unittest.TestCase):
             # Python drops an exception in a finalizer.
             while not fired:
                 nothing()
+                self.assertLess(time.monotonic(), end)
 
         def largest_id():
             return max(trace._trace for trace in [GPUMemTrace(silent=True) for _ in range(50)])
 
         gc.collect()
-        before, fired = largest_id(), self.interrupts()
+        before, fired, end = largest_id(), self.interrupts(), time.monotonic() + 60
         for at in range(200):
             fired.clear()
             with contextlib.redirect_stdout(io.StringIO()):

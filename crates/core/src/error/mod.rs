@@ -8,7 +8,7 @@ mod tests;
 
 use std::{
     error::Error as StdError,
-    fmt,
+    fmt, io,
     panic::{RefUnwindSafe, UnwindSafe},
     sync::Arc,
     time::Duration,
@@ -218,6 +218,13 @@ impl Error {
     pub fn because(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
         self.0.cause = Some(Arc::new(cause));
         self
+    }
+
+    /// Returns the error for a thread that cannot be started.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn no_thread(cause: io::Error) -> Self {
+        Self::from(Kind::NoThread { detail: cause.to_string() }).because(cause)
     }
 
     fn any_cause(&self, holds: fn(&Self) -> bool) -> bool {

@@ -5,11 +5,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use once_cell::sync::OnceCell;
+
+use super::own_threads::PREFIX;
 use crate::{
     inbox::{Primitives, Std},
     model::ThreadName,
 };
-use once_cell::sync::OnceCell;
 
 unsafe extern "C" {
     fn atexit(callback: extern "C" fn()) -> c_int;
@@ -130,41 +132,13 @@ pub fn name_of_thread() -> ThreadName {
     std::thread::current().name().map_or_else(ThreadName::default, |name| ThreadName::new(name.as_bytes()))
 }
 
-/// Runs `start_thread`, with all signals blocked in the threads that it starts. Signals that the program handles are then delivered to the
-/// program's own threads.
-pub fn with_signals_blocked<R>(start_thread: impl FnOnce() -> R) -> R {
-    #[cfg(target_os = "linux")]
-    {
-        use std::{mem::MaybeUninit, ptr};
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the first call fills `all`. The second one reads it and, if it succeeds, fills `before`. Both are valid for these
-        // calls, which concern the calling thread alone.
-        let is_blocked = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) == 0
-        };
-        let result = start_thread();
-        if is_blocked {
-            // SAFETY: `before` was filled, because the call succeeded.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
-        }
-        result
-    }
-    #[cfg(not(target_os = "linux"))]
-    start_thread()
-}
-
-/// The prefix of the names of all gpumem threads.
-pub const OWN_THREADS: &str = "gpumem-";
-
 /// Ends the process with code 0 if all of the program's threads have ended. The C library does so after the last thread, and gpumem's
 /// threads must not keep the process alive. This is needed for a program that ends its main thread with `pthread_exit`.
 pub fn exit_without_program() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if is_without_program() && !DONE.swap(true, Relaxed) {
-        // The exit runs on a separate thread, because exit handlers wait for gpumem's threads.
-        let exit = std::thread::Builder::new().name(format!("{OWN_THREADS}exit"));
+        // The exit runs on a separate thread, because exit handlers wait for gpumem's threads. It takes signals, so that Ctrl-C works.
+        let exit = std::thread::Builder::new().name(format!("{PREFIX}exit"));
         let _ = exit.spawn(|| std::process::exit(0));
     }
 }
@@ -185,7 +159,7 @@ fn is_without_program() -> bool {
             let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
             Some(stat.rsplit_once(')')?.1.trim_start().starts_with(['Z', 'X']))
         };
-        let is_of_gpumem = || Some(fs::read_to_string(thread.path().join("comm")).ok()?.starts_with(OWN_THREADS));
+        let is_of_gpumem = || Some(fs::read_to_string(thread.path().join("comm")).ok()?.starts_with(PREFIX));
         if thread.file_name() == *main { has_ended() } else { is_of_gpumem() }
     };
     fs::read_dir("/proc/self/task").is_ok_and(|mut threads| threads.all(|thread| is_own(thread) == Some(true)))

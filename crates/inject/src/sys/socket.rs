@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_driver::{descriptor, own_threads::run_with_own_descriptors};
+use gpumem_driver::{descriptor, own_threads::spawn_with_own_descriptors};
 
 /// The maximum wait for a process that connects but sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub(crate) fn commands(socket: &Path) -> io::Result<Receiver<Command>> {
     // threads.
     #[expect(unsafe_code, reason = "the thread has a table of descriptors of its own")]
     unsafe {
-        run_with_own_descriptors("gpumem-control", serve)?;
+        spawn_with_own_descriptors("control", serve)?;
     }
     is_bound.recv().unwrap_or_else(|_| Err(ErrorKind::BrokenPipe.into()))?;
     Ok(received)

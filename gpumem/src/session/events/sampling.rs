@@ -5,7 +5,7 @@
 //! not start a thread each time.
 
 use std::{
-    mem, thread,
+    mem,
     time::{Duration, Instant},
 };
 
@@ -13,9 +13,9 @@ use crossbeam_channel::{self as channel, Receiver, RecvTimeoutError};
 
 use super::sampler::{PolledDevice, SamplerThread};
 use crate::{
-    error::{Error, Kind, Result},
+    error::{Error, Result},
     model::{Device, EventKind, Gauge},
-    process,
+    own_threads, process,
     session::{Session, exit},
     source::Devices,
 };
@@ -58,10 +58,7 @@ fn start(session: &'static Session) -> Result<SamplerThread> {
         run(session, &woken);
         drop(ending);
     };
-    let handle = thread::Builder::new()
-        .name("gpumem-sampler".to_owned())
-        .spawn(body)
-        .map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }).because(error))?;
+    let handle = own_threads::spawn("sampler", body).map_err(Error::no_thread)?;
     Ok(SamplerThread::Running { is_idle: false, wake, ended, handle })
 }
 

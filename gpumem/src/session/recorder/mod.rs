@@ -39,7 +39,7 @@ use super::{Notice, Session};
 use crate::{
     cgroup,
     model::{Bytes, CallsiteId, Device, EventKind, MemKind, PoolId, StackId},
-    process,
+    own_threads, process,
     recording_file::RecordingFile,
     ring_memory::RingPages,
     source,
@@ -98,8 +98,7 @@ impl Session {
                 thread::run(self, from, writer, (&path, keep, place), &stop);
                 let _ = done.send(());
             };
-            let thread = std::thread::Builder::new().name("gpumem-recorder".to_owned());
-            process::with_signals_blocked(|| thread.spawn(run))?.thread().clone()
+            own_threads::spawn("recorder", run)?.thread().clone()
         };
         *self.recorder.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { stop, thread, is_done });
         self.define_stacks_in(early);

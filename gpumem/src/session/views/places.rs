@@ -5,7 +5,6 @@ use std::{
     env,
     panic::catch_unwind,
     sync::{MutexGuard, PoisonError, atomic::Ordering::Relaxed},
-    thread,
 };
 
 use once_cell::sync::Lazy;
@@ -18,7 +17,7 @@ use crate::{
     inbox::LedgerView,
     ledger::ScopePeriod,
     model::{Bytes, CallsiteId, Device, EventKind, PoolId, StackId},
-    process,
+    own_threads,
     report::{Breakdown, DeviceReading, DriverMemory, Summary},
     source::{self, Devices},
 };
@@ -204,8 +203,7 @@ impl Session {
             }
             self.is_looking_up.store(false, Relaxed);
         };
-        let thread = thread::Builder::new().name(format!("{}lines", process::OWN_THREADS));
-        if process::with_signals_blocked(|| thread.spawn(body)).is_err() {
+        if own_threads::spawn("lines", body).is_err() {
             self.is_looking_up.store(false, Relaxed);
         }
     }

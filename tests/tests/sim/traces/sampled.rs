@@ -8,15 +8,11 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn samplers() -> usize {
-    let tasks = fs::read_dir("/proc/self/task").expect("Linux");
-    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-    tasks
-        .flatten()
-        .filter(|task| task.file_name() != "self")
-        .map(name)
-        .filter(|name| name.starts_with("gpumem"))
-        .count()
+/// Returns the states of the threads of gpumem.
+fn samplers() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux").flatten();
+    let states = tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default());
+    states.filter(|state| state.starts_with("Name:\tgpumem")).collect()
 }
 
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
@@ -62,15 +58,28 @@ fn a_thousand_open_traces_are_one_thread_that_goes_when_the_last_is_closed() {
     let gpu = simulated_gpu();
     let traces: Vec<_> = (0..1000).map(|_| start(&gpu)).collect();
     let _kept = mib(&gpu, 2);
-    eventually("the sampler has its name", || samplers() == 1);
+    eventually("the sampler has its name", || samplers().len() == 1);
     assert!(traces.iter().all(|trace| trace.data().used.mb() == 2));
     drop(traces);
-    eventually("the sampler leaves", || samplers() == 0);
+    eventually("the sampler leaves", || samplers().is_empty());
     // The sampler can start again.
     let trace = start(&gpu);
-    eventually("the sampler is back", || samplers() == 1);
+    eventually("the sampler is back", || samplers().len() == 1);
     drop(trace);
-    eventually("the sampler leaves", || samplers() == 0);
+    eventually("the sampler leaves", || samplers().is_empty());
+}
+
+/// Python handles signals on its main thread, which would not wake up if another thread received one.
+#[test]
+fn the_sampler_receives_no_signals() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    let _trace = start(&gpu);
+    eventually("the sampler blocks all signals", || {
+        // The C library keeps two of the signals, and no thread can block SIGKILL and SIGSTOP.
+        let blocked = |state: &String| state.contains("SigBlk:\tfffffffe7ffbfeff\n");
+        samplers().iter().any(blocked)
+    });
 }
 
 #[test]
@@ -94,12 +103,12 @@ fn storms_of_starts_and_stops_on_many_threads() {
                         thread::sleep(Duration::from_millis(if round == 0 { 300 } else { 3 }));
                     }
                     // A sampler that ends may still exist for a moment after the next one has started.
-                    eventually("there is one sampler", || samplers() <= 1);
+                    eventually("there is one sampler", || samplers().len() <= 1);
                 }
             });
         }
     });
-    eventually("the sampler leaves", || samplers() == 0);
+    eventually("the sampler leaves", || samplers().is_empty());
 }
 
 #[test]

@@ -79,8 +79,7 @@ fn record_reading(session: &'static Session, device: Device) {
         }
         threads.fetch_sub(1, Relaxed);
     };
-    let thread = thread::Builder::new().name(format!("{}oom", process::OWN_THREADS));
-    if !is_alone || process::with_signals_blocked(|| thread.spawn(read)).is_err() {
+    if !is_alone || crate::own_threads::spawn("oom", read).is_err() {
         threads.fetch_sub(1, Relaxed);
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{PoisonError, atomic::Ordering::Relaxed},
-    thread,
     time::Instant,
 };
 
@@ -16,7 +15,8 @@ use super::{
 };
 use crate::{
     derive::{KeptPeak, Names, Snapshot, Stack},
-    error::{Error, Kind, Result},
+    error::{Error, Result},
+    own_threads,
     report::{Breakdown, OutOfMemory},
     session::{Session, views},
     source,
@@ -33,15 +33,11 @@ pub(super) fn investigate(
     is_printed: bool,
     updates: Sender<OomUpdate>,
 ) -> Result<()> {
-    let spawn = |body: Box<dyn FnOnce() + Send>| {
-        let thread = thread::Builder::new().name("gpumem-oom".to_owned());
-        thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }).because(error))
-    };
     let Rejections { driver_threads, changed, .. } = &session.rejections;
     let mut reporter = session.rejections.reporter();
     let mut started = Ok(());
     if !reporter.is_running {
-        started = spawn(Box::new(move || run(session))).map(|_| ());
+        started = own_threads::spawn("oom", move || run(session)).map(drop).map_err(Error::no_thread);
         reporter.is_running = started.is_ok();
     }
     let due = reporter.due_time(&rejection, is_printed);
@@ -60,7 +56,7 @@ pub(super) fn investigate(
             driver_threads.fetch_sub(1, Relaxed);
         }
     };
-    if may_read && spawn(Box::new(read)).is_ok() {
+    if may_read && own_threads::spawn("oom", read).is_ok() {
         driver_deadline += DRIVER_WAIT;
     } else {
         driver_threads.fetch_sub(1, Relaxed);
