@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import sysconfig
 import threading
 
 # Read when the library begins: stacks go on in Python, and no device is needed.
@@ -32,12 +33,18 @@ def text(function):
     return buffer.bytes.raw[:length].decode()
 
 
+def has_lines():
+    """Returns whether the lines of this thread can be read. Each thread of a free-threaded Python has its own instructions."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main or sys.version_info < (3, 14) or not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
 def known(frame):
     """What Python knows of a frame and its callers. Its own walk: `traceback` would read source files."""
     lines = []
     while frame is not None and len(lines) < MOST:
         code = frame.f_code
-        lines.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
+        lines.append(f"{code.co_filename}:{frame.f_lineno if has_lines() else 0} {code.co_qualname}")
         frame = frame.f_back
     return lines
 

@@ -1,4 +1,4 @@
-//! Compares the Python functions that gpumem finds on stacks with Python's own frames, in each Python from 3.11 to 3.14 that is
+//! Compares the Python functions that gpumem finds on stacks with Python's own frames, in each Python from 3.11 to 3.15 that is
 //! found.
 
 use std::{env, ffi::OsStr, process::Command};
@@ -27,7 +27,9 @@ fn stacks_have_the_lines_that_python_knows() {
         for check in CHECKS {
             let mut command = Command::new(&python);
             // Freed memory is overwritten, so that a read of it is noticed.
-            command.env("PYTHONMALLOC", "malloc").env("MALLOC_PERTURB_", "165");
+            let is_free_threaded = version.2 == 1;
+            command.env("PYTHONMALLOC", if is_free_threaded { "mimalloc_debug" } else { "malloc" });
+            command.env("MALLOC_PERTURB_", "165");
             command.args([program.as_ref(), library.as_os_str(), OsStr::new(check)]);
             let output = output_of(&mut command);
             let [stdout, stderr] =

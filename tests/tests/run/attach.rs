@@ -117,7 +117,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
 /// Only Python 3.14 and later run code on request.
 #[test]
 fn a_program_in_a_new_python_is_recorded_from_now_on() {
-    let Some(python) = interpreters().remove(&(3, 14)) else {
+    let Some(python) = interpreters().remove(&(3, 14, 0)) else {
         gpumem_tests::skipped("no Python 3.14");
         return;
     };
@@ -171,13 +171,13 @@ fn other_programs_are_rejected_with_a_reason() {
     rejected("sleep 5", &["it runs `", dormant]);
     rejected("GPUMEM_RUN_FILE=/a sleep 5", &["`gpumem run` records it already"]);
     rejected("GPUMEM_RUN_FILE=/a GPUMEM_RUN_CONTROL=/b sleep 5", &["use `gpumem start "]);
-    let old = interpreters().into_iter().find(|(version, _)| *version < (3, 14));
-    if let Some(((major, minor), python)) = old {
+    let old = interpreters().into_iter().find(|(version, _)| *version < (3, 14, 0));
+    if let Some(((major, minor, _), python)) = old {
         let program = format!("{} -c 'import time; time.sleep(5)'", python.display());
         let cause = format!("its Python {major}.{minor} runs no code on request: 3.14 and later do");
         rejected(&program, &[&cause, dormant]);
     }
-    if let Some(python) = interpreters().remove(&(3, 14)) {
+    if let Some(python) = interpreters().remove(&(3, 14, 0)) {
         let program = format!("{} -X disable-remote-debug -c 'import time; time.sleep(5)'", python.display());
         rejected(&program, &["-X disable-remote-debug forbids", dormant]);
         let program = format!("PYTHON_DISABLE_REMOTE_DEBUG=1 {} -c 'import time; time.sleep(5)'", python.display());

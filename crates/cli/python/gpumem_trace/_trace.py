@@ -187,16 +187,12 @@ class GPUMemTrace:
 
         Each is a dict with `bytes`, `device`, `line` (such as `train.py:31`), `caller` (the line that called the function of that line),
         `library`, `scopes` (the names of the open traces) and `frames` (the functions, the innermost first). The lines are known for 1 MB or
-        more, with Python 3.11 or later on Linux, and are None otherwise.
+        more, with Python 3.11 to 3.15 on Linux, and are None otherwise. A free-threaded Python 3.14 or later has them on its main thread; on
+        other threads `line` is the file.
         """
         import json
 
-        rows = json.loads(self._c_live(self._trace))
-        if sys.version_info < (3, 11):
-            # These are functions of Python itself.
-            for row in rows:
-                row["line"] = row["caller"] = None
-        return rows
+        return json.loads(self._c_live(self._trace))
 
     def __enter__(self):
         self._c_set(self._trace, _START)

@@ -165,7 +165,7 @@ enum Stacks {
     None,
     /// Records the functions of the program and of its libraries.
     Native,
-    /// Records the same, and Python lines (3.11 to 3.14).
+    /// Records the same, and Python lines (3.11 to 3.15).
     Python,
 }
 

@@ -131,7 +131,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         name: "GPUMEM_BACKTRACE",
         meaning: "the allocations whose stack is recorded",
         values: "`1`: all; `0`: none; `auto`: those of 1 MiB or more; `python`: those of 1 MiB or more, with Python lines \
-                 (3.11 to 3.14 on Linux)",
+                 (3.11 to 3.15 on Linux)",
         default: "`auto`",
         read: |text, settings| {
             let (stacks, name) = match &*lower(text) {

@@ -29,7 +29,7 @@ use gpumem::{
     try_gpu_mem_get, try_preload,
 };
 use gpumem_driver::{
-    print, process,
+    print, process, python,
     settings::{self, Settings},
 };
 use serde_json::{Value, json};
@@ -341,11 +341,14 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(id: u32, to: *mut Values, is_n
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_trace_live(id: u32) -> *const c_char {
+    // Without Python's functions on the stacks, the lines would be those of Python itself.
+    let has_lines = !python::lines().is_empty();
     let rows = with_trace(id, |trace| {
         let device = trace.data().device;
         let on_device = trace.live().into_iter().filter(|block| block.device == device && block.kind.is_on_device());
         on_device
             .map(|LiveBlock { bytes, device, line, caller, library, path, backtrace, .. }| {
+                let [line, caller] = [line, caller].map(|line| line.filter(|_| has_lines));
                 json!({
                     "bytes": bytes.get(), "device": device, "line": line, "caller": caller, "library": library, "scopes": path,
                     "frames": backtrace,

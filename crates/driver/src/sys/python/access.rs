@@ -1,7 +1,7 @@
 //! Reads symbols of the interpreter, and words of its memory.
 
 use std::{
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     mem::transmute_copy,
     ptr,
 };
@@ -11,6 +11,13 @@ use std::{
 pub(super) unsafe fn word(address: usize) -> usize {
     // SAFETY: required by this function's contract.
     unsafe { ptr::with_exposed_provenance::<usize>(address).read() }
+}
+
+/// # Safety
+/// `address` must be the address of an aligned, readable `int`.
+pub(super) unsafe fn int(address: usize) -> c_int {
+    // SAFETY: required by this function's contract.
+    unsafe { ptr::with_exposed_provenance::<c_int>(address).read() }
 }
 
 /// # Safety

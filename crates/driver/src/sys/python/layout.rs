@@ -19,6 +19,9 @@ pub(super) struct Layout {
     /// In a frame of 3.12: the byte that names the owner, and its value if native code called Python. Such a frame has code but is not a
     /// function of the program. In later versions it has no code.
     pub(super) entry_owner: Option<(usize, u8)>,
+    /// In a frame of a free-threaded 3.14 or later: the index of its thread's copy of the instructions, an `int`. Only 0, the main thread's, is in
+    /// the code object.
+    pub(super) copy: Option<usize>,
     /// The names of the file and the function, and the table of lines, in a code object.
     pub(super) code_parts: [usize; 3],
     /// The first instruction, in a code object.
@@ -29,6 +32,8 @@ pub(super) struct Layout {
     pub(super) first_line: usize,
     /// The type, in an object.
     pub(super) object_type: usize,
+    /// The length and the first byte, in a bytes object.
+    pub(super) bytes: [usize; 2],
     /// The id of the thread that `pthread_self` returns, in its state.
     pub(super) thread_id: usize,
     pub(super) threads_lock: ThreadsLock,
@@ -43,9 +48,6 @@ pub(super) enum ThreadsLock {
     /// A lock of one byte, a `PyMutex` (3.13 and later).
     Byte { at: usize },
 }
-
-/// The offsets of the length and of the first byte in a bytes object, in all known versions.
-pub(super) const BYTES: [usize; 2] = [16, 32];
 
 /// The identity of a code object, which differs from an earlier one's at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +67,13 @@ const PYTHON_3_11: Layout = Layout {
     code: 32,
     instruction: 56,
     entry_owner: None,
+    copy: None,
     code_parts: [112, 128, 136],
     first_instruction: 184,
     identity: Identity::Name { at: 120, hash: 24, first_line: 72 },
     first_line: 72,
     object_type: 8,
+    bytes: [16, 32],
     thread_id: 152,
     threads_lock: ThreadsLock::Object { at: 32 },
 };
@@ -82,11 +86,13 @@ const PYTHON_3_12: Layout = Layout {
     code: 0,
     instruction: 56,
     entry_owner: Some((70, 3)),
+    copy: None,
     code_parts: [112, 128, 136],
     first_instruction: 192,
     identity: Identity::Version { at: 88 },
     first_line: 68,
     object_type: 8,
+    bytes: [16, 32],
     thread_id: 136,
     threads_lock: ThreadsLock::Object { at: 32 },
 };
@@ -97,28 +103,25 @@ const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 /// The start of a group of `_Py_DebugOffsets`, in words.
 const RUNTIME_STATE: usize = 3;
 
-/// The starts of the other groups, which differ between versions.
-struct Groups {
-    thread_state: usize,
-    interpreter_frame: usize,
-    code_object: usize,
-    pyobject: usize,
-}
-
 impl Layout {
     /// Returns the layout of a version, such as 0x030d. `word` reads a word of `_PyRuntime`, by its index. Returns `None` if the version is
     /// not known, or if its record is not as expected.
     pub(super) fn of(version: u32, word: impl Fn(usize) -> u64) -> Option<Self> {
-        let groups = match version {
+        // The starts of the other groups, and the index of `thread_id` in the first one.
+        let ([thread_state, interpreter_frame, code_object, pyobject, bytes_object], thread_id) = match version {
             0x030b => return Some(PYTHON_3_11),
             0x030c => return Some(PYTHON_3_12),
-            0x030d => Groups { thread_state: 19, interpreter_frame: 28, code_object: 34, pyobject: 44 },
-            0x030e => Groups { thread_state: 22, interpreter_frame: 31, code_object: 39, pyobject: 50 },
+            0x030d => ([19, 28, 34, 44, 64], 5),
+            0x030e => ([22, 31, 39, 50, 74], 5),
+            0x030f => ([22, 39, 47, 58, 86], 8),
             _ => return None,
         };
-        // Without the global lock, objects have other headers, and each thread may have its own copy of the instructions.
+        if word(0) != COOKIE || word(1) >> 16 != u64::from(version) {
+            return None;
+        }
+        // An object consists of a count and a type. Without the global lock, it also has a lock, an owner and the owner's count.
         let is_free_threaded = word(2) != 0;
-        if word(0) != COOKIE || word(1) >> 16 != u64::from(version) || is_free_threaded {
+        if word(pyobject) != if is_free_threaded { 32 } else { 16 } {
             return None;
         }
         // The first word of a group is the size of the structure; all fields are inside.
@@ -126,30 +129,29 @@ impl Layout {
             let offset = word(group + index);
             (offset < word(group) && word(group) < 1 << 20).then(|| usize::try_from(offset).ok()).flatten()
         };
-        let Groups { thread_state, interpreter_frame, code_object, pyobject } = groups;
         let interpreters = field(RUNTIME_STATE, 2)?;
         // The version is the last of six numbers between these two fields.
         let (first_line, names_of_locals) = (field(code_object, 5)?, field(code_object, 7)?);
         if names_of_locals.checked_sub(28) != Some(first_line) {
             return None;
         }
-        let layout = Self {
+        Some(Self {
             thread_record: None,
             current_frame: field(thread_state, 4)?,
             previous: field(interpreter_frame, 1)?,
             code: field(interpreter_frame, 2)?,
             instruction: field(interpreter_frame, 3)?,
             entry_owner: None,
+            copy: if is_free_threaded && version > 0x030d { Some(field(interpreter_frame, 7)?) } else { None },
             code_parts: [field(code_object, 1)?, field(code_object, 3)?, field(code_object, 4)?],
             first_instruction: field(code_object, 9)?,
             identity: Identity::Version { at: names_of_locals - 8 },
             first_line,
             object_type: field(pyobject, 1)?,
-            thread_id: field(thread_state, 5)?,
+            bytes: [field(bytes_object, 1)?, field(bytes_object, 2)?],
+            thread_id: field(thread_state, thread_id)?,
             threads_lock: ThreadsLock::Byte { at: interpreters.checked_sub(size_of::<usize>())? },
-        };
-        // An object consists of a count and a type.
-        (word(pyobject) == 16 && layout.object_type == 8).then_some(layout)
+        })
     }
 }
 
@@ -157,18 +159,55 @@ impl Layout {
 mod tests {
     use super::*;
 
-    /// Creates a record like 3.13.0's, except for fields that are not read.
-    fn record(version: u64) -> Vec<u64> {
-        let mut words = vec![0; 64];
+    /// Creates a record with these groups, each at its first word.
+    fn record(version: u64, groups: [(usize, &[u64]); 6]) -> Vec<u64> {
+        let mut words = vec![0; 96];
         (words[0], words[1]) = (COOKIE, version);
-        let shift = if version >> 16 == 0x030e { [3, 3, 5, 6] } else { [0; 4] };
-        let mut group = |at: usize, fields: &[u64]| words[at..at + fields.len()].copy_from_slice(fields);
-        group(RUNTIME_STATE, &[400_000, 608, 632]);
-        group(19 + shift[0], &[600, 0, 8, 16, 72, 152]);
-        group(28 + shift[1], &[88, 8, 0, 56, 72, 70]);
-        group(34 + shift[2], &[208, 112, 120, 128, 136, 68, 52, 96, 104, 200]);
-        group(44 + shift[3], &[16, 8]);
+        for (at, fields) in groups {
+            words[at..at + fields.len()].copy_from_slice(fields);
+        }
         words
+    }
+
+    /// Creates a record like 3.13.0's, except for fields that are not read.
+    fn record_3_13() -> Vec<u64> {
+        let groups: [(_, &[u64]); 6] = [
+            (RUNTIME_STATE, &[400_000, 608, 632]),
+            (19, &[600, 0, 8, 16, 72, 152]),
+            (28, &[88, 8, 0, 56, 72, 70]),
+            (34, &[208, 112, 120, 128, 136, 68, 52, 96, 104, 200]),
+            (44, &[16, 8]),
+            (64, &[40, 16, 32]),
+        ];
+        record(0x030d_00f0, groups)
+    }
+
+    /// Creates a record like that of the free-threaded 3.14.7.
+    fn free_threaded() -> Vec<u64> {
+        let groups: [(_, &[u64]); 6] = [
+            (RUNTIME_STATE, &[362_368, 784, 808]),
+            (22, &[832, 0, 8, 16, 72, 152]),
+            (31, &[88, 8, 0, 56, 80, 78, 64, 72]),
+            (39, &[240, 128, 136, 144, 152, 84, 68, 112, 120, 232]),
+            (50, &[32, 24]),
+            (74, &[56, 32, 48]),
+        ];
+        let mut words = record(0x030e_07f0, groups);
+        words[2] = 1;
+        words
+    }
+
+    /// Creates a record like 3.15.0's.
+    fn record_3_15() -> Vec<u64> {
+        let groups: [(_, &[u64]); 6] = [
+            (RUNTIME_STATE, &[346_488, 912, 936]),
+            (22, &[888, 0, 8, 16, 72, 80, 88, 96, 176]),
+            (39, &[88, 8, 0, 56, 80, 74, 64, 0]),
+            (47, &[216, 112, 120, 128, 136, 68, 52, 96, 104, 208, 0]),
+            (58, &[16, 8]),
+            (86, &[40, 16, 32]),
+        ];
+        record(0x030f_00f0, groups)
     }
 
     const PYTHON_3_13: Layout = Layout {
@@ -178,11 +217,13 @@ mod tests {
         code: 0,
         instruction: 56,
         entry_owner: None,
+        copy: None,
         code_parts: [112, 128, 136],
         first_instruction: 200,
         identity: Identity::Version { at: 88 },
         first_line: 68,
         object_type: 8,
+        bytes: [16, 32],
         thread_id: 152,
         threads_lock: ThreadsLock::Byte { at: 624 },
     };
@@ -193,13 +234,27 @@ mod tests {
 
     #[test]
     fn later_versions_publish_their_layout() {
-        assert_eq!(of(0x030d, &record(0x030d_00f0)), Some(PYTHON_3_13));
-        assert_eq!(of(0x030e, &record(0x030e_00f0)), Some(PYTHON_3_13));
+        assert_eq!(of(0x030d, &record_3_13()), Some(PYTHON_3_13));
+        let of_3_14 = Layout {
+            copy: Some(72),
+            code_parts: [128, 144, 152],
+            first_instruction: 232,
+            identity: Identity::Version { at: 104 },
+            first_line: 84,
+            object_type: 24,
+            bytes: [32, 48],
+            threads_lock: ThreadsLock::Byte { at: 800 },
+            ..PYTHON_3_13
+        };
+        assert_eq!(of(0x030e, &free_threaded()), Some(of_3_14));
+        let threads_lock = ThreadsLock::Byte { at: 928 };
+        let of_3_15 = Layout { first_instruction: 208, thread_id: 176, threads_lock, ..PYTHON_3_13 };
+        assert_eq!(of(0x030f, &record_3_15()), Some(of_3_15));
     }
 
     #[test]
     fn nothing_is_guessed() {
-        let good = record(0x030d_00f0);
+        let good = record_3_13();
         for (index, value) in [
             (0, 0),
             (1, 0x030e_00f0),
@@ -217,8 +272,8 @@ mod tests {
             words[index] = value;
             assert_eq!(of(0x030d, &words), None, "word {index} is {value:#x}");
         }
-        for version in [0x030a, 0x030f, 0x0400, 0] {
-            assert_eq!(of(version, &record(0x030d_00f0)), None);
+        for version in [0x030a, 0x0310, 0x0400, 0] {
+            assert_eq!(of(version, &record_3_13()), None);
         }
     }
 

@@ -1,9 +1,10 @@
 //! Reads the Python functions that the calling thread is in, without Python's global lock.
 //!
 //! A library such as PyTorch releases that lock before it allocates, so a hook must not call most of Python's functions. But a thread that
-//! is inside native code does not change its own frames, and its frames keep their code objects alive. Only a shutdown of the interpreter
-//! deletes them: it deletes the states of all threads but one, even of threads that run native code. [`threads`] prevents that while a
-//! thread reads. The only interpreter functions that are called here are those that read memory.
+//! is inside native code does not change its own frames, and its frames keep their code objects alive, also in a free-threaded Python, whose
+//! garbage collection visits the frames of all threads. Only a shutdown of the interpreter deletes them: it deletes the states of all threads
+//! but one, even of threads that run native code. [`threads`] prevents that while a thread reads. The only interpreter functions that are
+//! called here are those that read memory.
 
 mod access;
 mod code;
@@ -22,7 +23,7 @@ use std::{
 pub use self::code::run_in_python;
 pub use self::lines::line_at;
 use self::{
-    access::{byte, function, symbol, word},
+    access::{byte, function, int, symbol, word},
     layout::{Identity, Layout},
     threads::{Threads, ThreadsGuard},
 };
@@ -38,7 +39,8 @@ const MAX_CHARACTERS: isize = 4096;
 pub(crate) struct FrameKey {
     /// The address of its code object.
     code: usize,
-    /// The offset of its current instruction in the code, in bytes; negative before the first instruction.
+    /// The offset of its current instruction in the code, in bytes: negative before the first instruction, and the maximum if it is not
+    /// known.
     offset: isize,
 }
 
@@ -87,7 +89,8 @@ pub(crate) struct PythonLine {
     pub(crate) function: String,
     /// The file as Python names it, such as `train.py` or `<stdin>`.
     pub(crate) file: String,
-    /// The line. `None` if the instruction belongs to no line.
+    /// The line. `None` if the instruction belongs to no line, and on a thread of a free-threaded Python 3.14 or
+    /// later that is not the main one.
     pub(crate) line: Option<u32>,
 }
 
@@ -124,8 +127,8 @@ impl Interpreter {
         FOUND.get()?.as_ref()
     }
 
-    /// Finds the interpreter of this process on the first call. There is none if Python does not run, if its version is not 3.11 to 3.14,
-    /// or if it has no global lock. Takes the loader's lock of loading, so hooks and callbacks must not call this.
+    /// Finds the interpreter of this process on the first call. There is none if Python does not run, or if its version is not 3.11 to
+    /// 3.15. Takes the loader's lock of loading, so hooks and callbacks must not call this.
     pub(crate) fn find() {
         FOUND.get_or_init(Self::new);
     }
@@ -204,7 +207,7 @@ impl Interpreter {
         if !guard.is_own(state) {
             return 0;
         }
-        let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
+        let Layout { code, instruction, previous, entry_owner, copy, object_type, first_instruction, .. } = self.layout;
         let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
         let mut free = keys.iter_mut();
         // SAFETY: the state belongs to this thread, and exists while the lock is held. Only this thread changes the chain of its frames,
@@ -220,7 +223,13 @@ impl Interpreter {
                 let is_entry = entry.is_some_and(|entry| byte(frame + owner_at) == entry);
                 if code != 0 && !is_entry && word(code + object_type) == self.code_type {
                     let Some(out) = free.next() else { break };
-                    let offset = word(frame + instruction).wrapping_sub(code + first_instruction).cast_signed();
+                    // Python may delete the list of a code object's copies while this thread is in native code. Therefore only instructions
+                    // inside of the object have a line.
+                    let offset = if copy.is_some_and(|at| int(frame + at) != 0) {
+                        isize::MAX
+                    } else {
+                        word(frame + instruction).wrapping_sub(code + first_instruction).cast_signed()
+                    };
                     *out = FrameKey { code, offset };
                 }
                 frame = word(frame + previous);
@@ -278,8 +287,7 @@ impl Frame<'_> {
         let CodeParts([file, function, table], _) = self.parts();
         // SAFETY: the code object is alive, as said above, and so are its parts.
         unsafe {
-            let first_line =
-                ptr::with_exposed_provenance::<c_int>(self.key.code + self.interpreter.layout.first_line).read();
+            let first_line = int(self.key.code + self.interpreter.layout.first_line);
             let line = lines::line_at(self.interpreter.bytes(table), first_line, self.key.offset);
             PythonLine { function: self.interpreter.text(function), file: self.interpreter.text(file), line }
         }
@@ -311,7 +319,7 @@ impl Interpreter {
     /// # Safety
     /// `bytes` must be the address of an object that lives as long as the slice.
     unsafe fn bytes<'a>(&self, bytes: usize) -> &'a [u8] {
-        let [length, first] = layout::BYTES;
+        let [length, first] = self.layout.bytes;
         // SAFETY: this function's contract requires a live object. If its type is the type of bytes, it has this many bytes, and they do not
         // change.
         unsafe {

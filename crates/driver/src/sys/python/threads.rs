@@ -1,7 +1,7 @@
 //! Takes the lock of the interpreter's lists of threads, and checks whether this thread is in one of them.
 //!
 //! When the interpreter shuts down, it deletes the states of threads that are in native code, while these threads run. In all versions from
-//! 3.11 to 3.14 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes the states.
+//! 3.11 to 3.15 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes the states.
 //! Therefore the state of a thread that is in a list exists as long as the lock is held. A thread may take the lock without Python's global
 //! lock, and Python holds it only for a few instructions.
 
