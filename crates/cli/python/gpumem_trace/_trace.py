@@ -7,7 +7,7 @@ import sys
 import types
 
 from . import _pytorch
-from ._library import Values, library, note, number, opened
+from ._library import Error, Values, library, note, number, opened
 
 # What `gpumem_trace_set` and `gpumem_trace_report` do.
 _RESET, _START, _STOP, _ENTER, _LEAVE, _CLOSE, _CLOSE_LATEST = range(1, 8)
@@ -195,6 +195,8 @@ class GPUMemTrace:
         return json.loads(self._c_live(self._trace))
 
     def __enter__(self):
+        if not self._trace:
+            raise Error(f"this trace was not started: `{type(self).__name__}.__init__` has to call `super().__init__()`")
         self._c_set(self._trace, _START)
         return self
 

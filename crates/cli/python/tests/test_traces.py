@@ -655,6 +655,14 @@ class Ends(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "cannot be copied"):
                 copy.copy(thing)
 
+    def test_a_subclass_that_starts_nothing(self):
+        class Trace(GPUMemTrace):
+            def __init__(self):
+                self.name = "mine"
+
+        with self.assertRaisesRegex(Error, r"not started: `Trace.__init__` has to call `super\(\).__init__"):
+            Trace().__enter__()
+
     def test_a_generator_holds_nothing(self):
         @gpu_mem_trace
         def batches(first):
