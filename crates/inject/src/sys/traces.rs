@@ -272,20 +272,20 @@ pub(crate) extern "C" fn gpumem_trace_set(id: u32, what: u32) {
                 let is_own = |(own, _): &(u32, Entered)| *own == id;
                 drop(STEPS.with_borrow_mut(|steps| Some(steps.remove(steps.iter().rposition(is_own)?))));
             }
-            CLOSE => close(id),
-            CLOSE_LATEST => close(LATEST.get()),
+            CLOSE => drop(taken(id)),
+            CLOSE_LATEST => drop(taken(LATEST.get())),
             _ => {}
         }
         Ok(())
     });
 }
 
-fn close(id: u32) {
+/// Removes a trace. It closes when it is dropped.
+fn taken(id: u32) -> Option<GpuMemTrace> {
     if LATEST.get() == id {
         LATEST.set(0);
     }
-    let trace = key_of(id).and_then(|key| lock(&TRACES).try_remove(key));
-    _ = catch_unwind(AssertUnwindSafe(|| drop(trace)));
+    lock(&TRACES).try_remove(key_of(id)?)
 }
 
 /// Returns the lines of a report for Python to print, or null if there are none.
@@ -297,7 +297,7 @@ fn close(id: u32) {
 pub(crate) unsafe extern "C" fn gpumem_trace_report(id: u32, what: u32, subctx: *const c_char) -> *const c_char {
     // SAFETY: required by this function's contract.
     let subctx = unsafe { text_of(subctx) };
-    let lines = with_trace(id, |trace| match what {
+    let lines_of = |trace: &mut GpuMemTrace| match what {
         TEXT => trace.to_string(),
         _ => print::captured(|| match (what, subctx) {
             (REPORT, None) => trace.report(),
@@ -307,10 +307,12 @@ pub(crate) unsafe extern "C" fn gpumem_trace_report(id: u32, what: u32, subctx: 
             (EXIT | EXIT_AND_CLOSE, _) => gpumem::__private::exit(trace),
             _ => {}
         }),
-    });
-    if what == EXIT_AND_CLOSE {
-        close(id);
-    }
+    };
+    let lines = if what == EXIT_AND_CLOSE {
+        catch_unwind(AssertUnwindSafe(|| Some(lines_of(&mut taken(id)?)))).ok().flatten()
+    } else {
+        with_trace(id, lines_of)
+    };
     lines.filter(|lines| !lines.is_empty()).map_or(ptr::null(), answer)
 }
 
