@@ -80,21 +80,15 @@ const PYTHON_3_11: Layout = Layout {
 
 /// The offsets of 3.12 come from the same files.
 const PYTHON_3_12: Layout = Layout {
-    thread_record: Some(56),
     current_frame: 0,
     previous: 8,
     code: 0,
-    instruction: 56,
     entry_owner: Some((70, 3)),
-    copy: None,
-    code_parts: [112, 128, 136],
     first_instruction: 192,
     identity: Identity::Version { at: 88 },
     first_line: 68,
-    object_type: 8,
-    bytes: [16, 32],
     thread_id: 136,
-    threads_lock: ThreadsLock::Object { at: 32 },
+    ..PYTHON_3_11
 };
 
 /// `_Py_Debug_Cookie`
@@ -213,19 +207,11 @@ mod tests {
     const PYTHON_3_13: Layout = Layout {
         thread_record: None,
         current_frame: 72,
-        previous: 8,
-        code: 0,
-        instruction: 56,
         entry_owner: None,
-        copy: None,
-        code_parts: [112, 128, 136],
         first_instruction: 200,
-        identity: Identity::Version { at: 88 },
-        first_line: 68,
-        object_type: 8,
-        bytes: [16, 32],
         thread_id: 152,
         threads_lock: ThreadsLock::Byte { at: 624 },
+        ..PYTHON_3_12
     };
 
     fn of(version: u32, words: &[u64]) -> Option<Layout> {
