@@ -7,6 +7,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::{BTreeMap, btree_map::Entry},
     env,
     ffi::{CStr, CString, OsStr, c_char},
     os::unix::ffi::OsStrExt,
@@ -33,20 +34,37 @@ use gpumem_driver::{
     settings::{self, Settings},
 };
 use serde_json::{Value, json};
-use slab::Slab;
 
 use crate::{request::Request, torch};
 
 /// The version of this interface, which the package compares with its own. Increase it with each change.
 const VERSION: u32 = 5;
 
-/// The traces that are not closed. The id of a trace is its key plus 1. Python's own lock is held in these functions, so nobody waits for
-/// this one, except in a Python without that lock.
-static TRACES: Mutex<Slab<GpuMemTrace>> = Mutex::new(Slab::new());
-/// The id of a trace in the child of a fork.
+/// The traces that are not closed. Python's own lock is held in these functions, so nobody waits for this one, except in a Python without
+/// that lock.
+static TRACES: Mutex<Traces> = Mutex::new(Traces { latest: 0, open: BTreeMap::new() });
+/// The id of a trace in the child of a fork. The ids of other traces are smaller.
 const OFF: u32 = i32::MAX as u32;
 /// The lines of the program that start traces. The id of a line is its index plus 1.
 static PLACES: Mutex<Vec<(&'static str, u32)>> = Mutex::new(Vec::new());
+
+struct Traces {
+    /// The id of the trace that was opened last. An id is not used again soon: a thread may use the trace that another one has closed.
+    latest: u32,
+    open: BTreeMap<u32, GpuMemTrace>,
+}
+
+impl Traces {
+    fn insert(&mut self, trace: GpuMemTrace) -> u32 {
+        loop {
+            self.latest = self.latest % (OFF - 1) + 1;
+            if let Entry::Vacant(free) = self.open.entry(self.latest) {
+                free.insert(trace);
+                return self.latest;
+            }
+        }
+    }
+}
 
 thread_local! {
     static ANSWER: RefCell<CString> = RefCell::default();
@@ -99,14 +117,12 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the key of a trace in [`TRACES`]. `None` in the child of a fork.
-fn key_of(id: u32) -> Option<usize> {
-    (id as usize).checked_sub(1).filter(|_| !process::is_forked())
-}
-
 /// Runs code with a trace. Returns `None` if the trace is not open or the code panics, and in the child of a fork.
 fn with_trace<R>(id: u32, code: impl FnOnce(&mut GpuMemTrace) -> R) -> Option<R> {
-    let code = || lock(&TRACES).get_mut(key_of(id)?).map(code);
+    if process::is_forked() {
+        return None;
+    }
+    let code = || lock(&TRACES).open.get_mut(&id).map(code);
     catch_unwind(AssertUnwindSafe(code)).ok().flatten()
 }
 
@@ -233,7 +249,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(place: u32, ctx: *const c_char
         } else {
             builder.start_or_off()
         };
-        id = u32::try_from(lock(&TRACES).insert(trace) + 1).map_err(|why| why.to_string())?;
+        id = lock(&TRACES).insert(trace);
         LATEST.set(id);
         Ok(())
     };
@@ -285,7 +301,7 @@ fn taken(id: u32) -> Option<GpuMemTrace> {
     if LATEST.get() == id {
         LATEST.set(0);
     }
-    lock(&TRACES).try_remove(key_of(id)?)
+    if process::is_forked() { None } else { lock(&TRACES).open.remove(&id) }
 }
 
 /// Returns the lines of a report for Python to print, or null if there are none.
