@@ -10,6 +10,10 @@ from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _t
 _MIB = 2**20
 # The calls of measured functions that run on a thread, the innermost last.
 _running = threading.local()
+# Held while a thread adds to the table of a function, or registers the tool.
+_lock = threading.RLock()
+# The id of this tool, after its registration.
+_tool = None
 
 
 class Table:
@@ -24,20 +28,22 @@ class Table:
         self.name, self.file, self.is_exact, self._lines = name, file, True, {}
 
     def _add(self, line, used, peak, calls=1):
-        row = self._lines.setdefault(line, [0, 0, 0])
-        row[:] = row[0] + used, max(row[1], peak), row[2] + calls
+        used_before, peak_before, calls_before = self._lines.get(line, (0, 0, 0))
+        self._lines[line] = used_before + used, max(peak_before, peak), calls_before + calls
 
     def _join(self, other):
-        self.is_exact = self.is_exact and other.is_exact
-        for line, (used, peak, calls) in other._lines.items():
-            self._add(line, used, peak, calls)
+        with _lock:
+            self.is_exact = self.is_exact and other.is_exact
+            for line, (used, peak, calls) in other._lines.items():
+                self._add(line, used, peak, calls)
 
     @property
     def rows(self):
-        text = {line: linecache.getline(self.file, line).rstrip() for line in self._lines}
+        with _lock:
+            lines = sorted(self._lines.items())
         return [
-            {"line": line, "text": text[line], "calls": calls, "used": used, "peak": peak}
-            for line, (used, peak, calls) in sorted(self._lines.items())
+            {"line": line, "text": linecache.getline(self.file, line).rstrip(), "calls": calls, "used": used, "peak": peak}
+            for line, (used, peak, calls) in lines
         ]
 
     def frame(self):
@@ -72,7 +78,7 @@ class Call:
         if hasattr(sys, "monitoring"):
             # It only slows the lines of this code.
             _running.__dict__.setdefault("calls", []).append(self)
-            sys.monitoring.set_local_events(_tool(), self.code, sys.monitoring.events.LINE)
+            _monitor(self.code)
         else:
             self.before = sys.gettrace()
             sys.settrace(self.of_all)
@@ -156,12 +162,18 @@ def _line_started(code, line):
             call.next_line(line)
 
 
-@functools.lru_cache(maxsize=None)
-def _tool():
+def _monitor(code):
+    """Lets Python report each line of the code."""
+    global _tool
     monitoring = sys.monitoring
-    for tool in (4, 3, 1, 0, 2, 5):
-        if monitoring.get_tool(tool) is None:
-            monitoring.use_tool_id(tool, "gpumem_trace")
-            monitoring.register_callback(tool, monitoring.events.LINE, _line_started)
-            return tool
-    raise RuntimeError("all tools of sys.monitoring are in use, so the lines of functions cannot be measured")
+    with _lock:
+        if _tool is None:
+            free = [tool for tool in (4, 3, 1, 0, 2, 5) if monitoring.get_tool(tool) is None]
+            if not free:
+                raise RuntimeError("all tools of sys.monitoring are in use, so the lines of functions cannot be measured")
+            monitoring.use_tool_id(free[0], "gpumem_trace")
+            monitoring.register_callback(free[0], monitoring.events.LINE, _line_started)
+            _tool = free[0]
+        # A free-threaded Python stops all threads to change this.
+        if monitoring.get_local_events(_tool, code) != monitoring.events.LINE:
+            monitoring.set_local_events(_tool, code, monitoring.events.LINE)

@@ -35,9 +35,10 @@ def _note_caches():
     if len(sys.modules) == _modules:
         return
     _modules = len(sys.modules)
-    for module in [module for module in _caches if sys.modules.get(module)]:
-        name = _caches.pop(module)
-        if name == "PyTorch" and not _pytorch.is_pending:
+    for module in [module for module in list(_caches) if sys.modules.get(module)]:
+        # Another thread may say it at the same time.
+        name = _caches.pop(module, None)
+        if name is None or name == "PyTorch" and not _pytorch.is_pending:
             continue
         note(f"{name} keeps freed memory, and the lines count what it takes from the driver: a second call often shows 0 0")
 

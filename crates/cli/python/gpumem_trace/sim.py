@@ -15,7 +15,8 @@ class Block:
 
     def free(self):
         """Frees the block. Does nothing if it is freed."""
-        block, self._block = self._block, None
+        # Another thread may free it at the same time.
+        block = self.__dict__.pop("_block", None)
         if block is not None:
             self._free(block)
 
@@ -23,8 +24,7 @@ class Block:
         raise TypeError("a block cannot be copied or stored")
 
     def __del__(self):
-        if getattr(self, "_block", None) is not None:
-            self.free()
+        self.free()
 
 
 def alloc(bytes, device=0):

@@ -640,6 +640,39 @@ class Threads(unittest.TestCase):
         self.assertEqual(found, {mib: (0, mib + 1) for mib in range(1, 9)})
 
 
+    def test_threads_share_functions_traces_and_blocks(self):
+        @gpumem_trace.lines(silent=True)
+        def line():
+            return shared.used
+
+        shared, blocks = GPUMemTrace(silent=True), [sim.alloc(4096) for _ in range(500)]
+        start, used = threading.Barrier(4), set()
+
+        def work():
+            start.wait()
+            for block in blocks:
+                block.free()
+            # Traces also count threads that are in no trace, such as the one that allocated the blocks.
+            start.wait()
+            for _ in range(500):
+                line()
+                shared.__init__(silent=True)
+                with GPUMemTrace(silent=True) as own:
+                    kept = sim.alloc(MIB)
+                    shared.reset()
+                    used.add(own.used)
+                    kept.free()
+                str(line.table)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(used, {MIB})
+        self.assertEqual([row["calls"] for row in line.table.rows], [2000])
+
+
 class Ends(unittest.TestCase):
     def test_what_cannot_be_traced(self):
         for wrong in (int, "load", property(lambda self: 1)):
