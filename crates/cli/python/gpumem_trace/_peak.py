@@ -23,7 +23,7 @@ class peak(GPUMemTrace):
     before. `p.pool` is None without JAX, and if JAX tells nothing. JAX runs work in the background: wait for it inside the block.
     """
 
-    pool = _before = None
+    pool = _before = _device = None
 
     def __init__(self, ctx=None, device=None):
         frame = sys._getframe(1)

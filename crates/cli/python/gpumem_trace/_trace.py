@@ -74,6 +74,13 @@ def exact(values):
     return values.gauge == 0 and values.lost == values.untracked == 0
 
 
+class _NotStarted:
+    """What a trace lacks before its constructor has run."""
+
+    def __get__(self, trace, owner):
+        raise Error(f"this trace was not started: `{owner.__name__}.__init__` has to call `super().__init__()`")
+
+
 class GPUMemTrace:
     """Traces the GPU memory of a piece of code, from the moment when it is created.
 
@@ -93,7 +100,9 @@ class GPUMemTrace:
     A trace may be read on any thread. MB are 2^20 bytes.
     """
 
-    silent, on_exit_report, _trace = False, True, 0
+    silent, on_exit_report, ctx, _is_open = False, True, None, False
+    # The id of the trace, and functions of the library.
+    _trace = _c_set = _c_report = _c_read = _c_live = _NotStarted()
 
     def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None, all_threads=False):
         if isinstance(silent, (str, bytes)):
@@ -103,19 +112,19 @@ class GPUMemTrace:
         self.silent, self.on_exit_report = silent, on_exit_report
 
     def _open(self, ctx, place, device, threads):
-        if self._trace:
+        if self._is_open:
             # The constructor was called before.
             self.__del__()
         self.ctx, self._trace = ctx, _open(_bytes(ctx), place, device, threads)
+        self._is_open = True
 
     def __reduce_ex__(self, _):
         raise TypeError("a trace cannot be copied or stored")
 
     def __del__(self):
-        # Without a trace, the constructor has failed.
-        if self._trace:
+        if self._is_open:
+            self._is_open = False
             self._c_set(self._trace, _CLOSE)
-            self._trace = 0
 
     def _set(self, what):
         self._c_set(self._trace, what)
@@ -196,8 +205,6 @@ class GPUMemTrace:
         return json.loads(self._c_live(self._trace))
 
     def __enter__(self):
-        if not self._trace:
-            raise Error(f"this trace was not started: `{type(self).__name__}.__init__` has to call `super().__init__()`")
         self._c_set(self._trace, _START)
         return self
 

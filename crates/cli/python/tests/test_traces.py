@@ -688,12 +688,15 @@ class Ends(unittest.TestCase):
                 copy.copy(thing)
 
     def test_a_subclass_that_starts_nothing(self):
-        class Trace(GPUMemTrace):
-            def __init__(self):
-                self.name = "mine"
+        def nothing(trace):
+            trace.name = "mine"
 
-        with self.assertRaisesRegex(Error, r"not started: `Trace.__init__` has to call `super\(\).__init__"):
-            Trace().__enter__()
+        for parent in (GPUMemTrace, gpumem_trace.peak):
+            kind = type("Trace", (parent,), {"__init__": nothing})
+            for use in (kind.__enter__, kind.start, kind.report, kind.data, kind.live, str, lambda trace: trace.used):
+                with self.assertRaisesRegex(Error, r"not started: `Trace.__init__` has to call `super\(\).__init__"):
+                    use(kind())
+            self.assertIs(kind().ctx, None)
 
     def test_a_generator_holds_nothing(self):
         @gpu_mem_trace
