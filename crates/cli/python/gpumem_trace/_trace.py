@@ -197,8 +197,8 @@ class GPUMemTrace:
 
         Each is a dict with `bytes`, `device`, `line` (such as `train.py:31`), `caller` (the line that called the function of that line),
         `library`, `scopes` (the names of the open traces) and `frames` (the functions, the innermost first). The lines are known for 1 MB or
-        more, with Python 3.11 to 3.15 on Linux, and are None otherwise. A free-threaded Python 3.14 or later has them on its main thread; on
-        other threads `line` is the file.
+        more, with Python 3.11 to 3.15 on Linux, and are None otherwise. In a free-threaded Python 3.14 or later,
+        other threads than the main one have them only with PYTHON_TLBC=0 in the environment; otherwise `line` is the file.
         """
         import json
 
