@@ -28,7 +28,7 @@ fn stacks_have_the_lines_that_python_knows() {
             let mut command = Command::new(&python);
             // Freed memory is overwritten, so that a read of it is noticed.
             let allocator = match version {
-                // With its debug allocator, Python must not delete the state of another thread.
+                // With its debug allocator, this Python aborts when it deletes the state of another thread.
                 (3, 13, 1) if check == "deleted" => "mimalloc",
                 (.., 1) => "mimalloc_debug",
                 _ => "malloc",

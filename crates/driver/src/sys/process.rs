@@ -7,7 +7,7 @@ use std::{
 
 use once_cell::sync::OnceCell;
 
-use super::own_threads::PREFIX;
+use super::own_threads;
 use crate::{
     inbox::{Primitives, Std},
     model::ThreadName,
@@ -137,9 +137,8 @@ pub fn name_of_thread() -> ThreadName {
 pub fn exit_without_program() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if is_without_program() && !DONE.swap(true, Relaxed) {
-        // The exit runs on a separate thread, because exit handlers wait for gpumem's threads. It takes signals, so that Ctrl-C works.
-        let exit = std::thread::Builder::new().name(format!("{PREFIX}exit"));
-        let _ = exit.spawn(|| std::process::exit(0));
+        // The exit runs on a separate thread, because exit handlers wait for gpumem's threads.
+        let _ = own_threads::spawn("exit", || std::process::exit(0));
     }
 }
 
@@ -159,7 +158,8 @@ fn is_without_program() -> bool {
             let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
             Some(stat.rsplit_once(')')?.1.trim_start().starts_with(['Z', 'X']))
         };
-        let is_of_gpumem = || Some(fs::read_to_string(thread.path().join("comm")).ok()?.starts_with(PREFIX));
+        let is_of_gpumem =
+            || Some(fs::read_to_string(thread.path().join("comm")).ok()?.starts_with(own_threads::PREFIX));
         if thread.file_name() == *main { has_ended() } else { is_of_gpumem() }
     };
     fs::read_dir("/proc/self/task").is_ok_and(|mut threads| threads.all(|thread| is_own(thread) == Some(true)))

@@ -19,8 +19,8 @@ pub(super) struct Layout {
     /// In a frame of 3.12: the byte that names the owner, and its value if native code called Python. Such a frame has code but is not a
     /// function of the program. In later versions it has no code.
     pub(super) entry_owner: Option<(usize, u8)>,
-    /// In a frame of a free-threaded 3.14 or later: the index of its thread's copy of the instructions, an `int`. Only 0, the main thread's, is in
-    /// the code object.
+    /// In a frame of a free-threaded 3.14 or later: the index of its thread's copy of the instructions, an `int`. Only 0, the main thread's,
+    /// is in the code object.
     pub(super) copy: Option<usize>,
     /// The names of the file and the function, and the table of lines, in a code object.
     pub(super) code_parts: [usize; 3],

@@ -89,8 +89,8 @@ pub(crate) struct PythonLine {
     pub(crate) function: String,
     /// The file as Python names it, such as `train.py` or `<stdin>`.
     pub(crate) file: String,
-    /// The line. `None` if the instruction belongs to no line, and on a thread of a free-threaded Python 3.14 or
-    /// later that is not the main one.
+    /// The line. `None` if the instruction belongs to no line, and on a thread of a free-threaded Python 3.14 or later that is not the main
+    /// one.
     pub(crate) line: Option<u32>,
 }
 
