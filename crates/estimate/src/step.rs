@@ -2,6 +2,8 @@
 
 use std::{path::Path, rc::Rc};
 
+use serde_json::{Map, Value, json};
+
 use crate::{
     Bytes, Checkpointing, Class, ConvolutionWorkspace, DataParallelKind, Decode, Dtype, Eager, Error, Estimate, Loss,
     Model, Optimizer, PhasePeak, Result, Shape, Step, StepMemory, Tensor, Types,
@@ -30,10 +32,21 @@ impl Step {
     /// errors.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, is too long, or is not a step. The error names the file.
+    /// Returns an error if the file cannot be read, is too long, or is not a step. The error names the file and the field.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let text = files::text(path.as_ref(), LONGEST_STEP)?;
-        serde_json::from_str(&text).map_err(|error| files::file_error(path.as_ref(), error))
+        let error = |why: String| files::file_error(path.as_ref(), why);
+        // Serde also takes a list for the fields, in their order.
+        let fields: Map<String, Value> = serde_json::from_str(&text).map_err(|why| error(why.to_string()))?;
+        serde_json::from_str(&text).map_err(|why| {
+            // A step may have each field alone.
+            let of_field = |(name, value): (&String, &Value)| {
+                let (name, why) =
+                    (format!("`{name}`"), serde_json::from_value::<Self>(json!({name: value})).err()?.to_string());
+                Some(if why.contains(&name) { why } else { format!("{name}: {why}") })
+            };
+            error(fields.iter().find_map(of_field).unwrap_or_else(|| why.to_string()))
+        })
     }
 
     /// Runs the step with a model, without values.

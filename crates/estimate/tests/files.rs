@@ -284,8 +284,16 @@ fn what_is_no_regular_file_and_what_is_too_long_is_rejected() {
         assert!(error(&long).ends_with(&expected), "{}", error(&long));
         assert!(step(&long).ends_with("it has more than 65536 bytes, and no such file needs that many"));
     }
-    let wrong = folder.write("step.json", br#"{"bach": 8}"#);
-    assert!(step(&wrong).contains("step.json: unknown field `bach`"), "{}", step(&wrong));
+    for (text, why) in [
+        (r#"{"bach": 8}"#, "unknown field `bach`"),
+        (r#"{"batch": 8, "checkpointing": true}"#, "`checkpointing`: invalid type: boolean `true`"),
+        (r#"{"batch": -1}"#, "`batch`: invalid value: integer `-1`"),
+        (r#"{"batch": 1, "batch": 2}"#, "duplicate field `batch`"),
+        ("[]", "invalid type: sequence, expected a map"),
+    ] {
+        let wrong = folder.write("step.json", text.as_bytes());
+        assert!(step(&wrong).contains(&format!("step.json: {why}")), "{}", step(&wrong));
+    }
     assert_eq!(Step::read(folder.write("good.json", br#"{"batch": 8}"#)).unwrap(), Step::inference(8));
 }
 

@@ -41,10 +41,10 @@ pub(crate) struct EstimateArguments {
     /// A `config.json` of Hugging Face or its folder, a GGUF or safetensors file, or a model as JSON or TOML.
     model: PathBuf,
     /// The inputs of a step.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
     /// The tokens of each input, for language models. Without this option: 512.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     length: Option<u64>,
     /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without this option:
     /// inference.
