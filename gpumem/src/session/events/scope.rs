@@ -118,7 +118,8 @@ impl OpenScope {
         // This check comes first, because another thread may hold the lock of the environment in the child of a fork.
         alive()?;
         let needs_exact = request.of_thread || request.exact;
-        let gauge = match (request.gauge, unless_needed(session.settings().gauge(), needs_exact)) {
+        let settings = session.settings();
+        let gauge = match (request.gauge, unless_needed(settings.gauge(), needs_exact)) {
             (Some(gauge), _) => Some(gauge),
             // Scopes of one thread and budgets need exact results, so `GPUMEM_GAUGE` has no effect on them.
             (None, set) if needs_exact && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
@@ -195,7 +196,7 @@ impl OpenScope {
                 session.inbox.post(&EventKind::Lost { count: 1 });
             }
         }
-        if let Some(threads) = request.adopt.or(session.settings().adopt).or(session.adopted.get().copied()) {
+        if let Some(threads) = request.adopt.or(settings.adopt).or(session.adopted.get().copied()) {
             name_threads_with(process::name_of_thread);
             session.inbox.post(&EventKind::Adopt { scope: id, threads });
         }

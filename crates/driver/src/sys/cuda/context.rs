@@ -7,6 +7,7 @@ use super::failure::call_failed;
 use super::library::ctx_get_id;
 use crate::error::Error;
 
+#[inline]
 pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
     let mut device = 0;
     // SAFETY: the driver is initialized and the out-parameter is a live `CUdevice`.
