@@ -113,9 +113,11 @@ impl Layout {
         if word(0) != COOKIE || word(1) >> 16 != u64::from(version) {
             return None;
         }
-        // An object consists of a count and a type. Without the global lock, it also has a lock, an owner and the owner's count.
+        // An object consists of a count and a type. In a free-threaded Python, it also has a lock, an owner and the owner's count. The type is
+        // its last word.
         let is_free_threaded = word(2) != 0;
-        if word(pyobject) != if is_free_threaded { 32 } else { 16 } {
+        let object = if is_free_threaded { 32 } else { 16 };
+        if [word(pyobject), word(pyobject + 1)] != [object, object - 8] {
             return None;
         }
         // The first word of a group is the size of the structure; all fields are inside.
@@ -151,57 +153,64 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
 
-    /// Creates a record with these groups, each at its first word.
-    fn record(version: u64, groups: [(usize, &[u64]); 6]) -> Vec<u64> {
+    /// Creates a record of these groups, except for fields that are not read. The first group starts at [`RUNTIME_STATE`], and the others
+    /// at `starts`.
+    fn record(version: u64, starts: [usize; 5], [runtime, others @ ..]: [&[u64]; 6]) -> Vec<u64> {
         let mut words = vec![0; 96];
         (words[0], words[1]) = (COOKIE, version);
-        for (at, fields) in groups {
+        for (at, fields) in iter::once((RUNTIME_STATE, runtime)).chain(starts.into_iter().zip(others)) {
             words[at..at + fields.len()].copy_from_slice(fields);
         }
         words
     }
 
-    /// Creates a record like 3.13.0's, except for fields that are not read.
+    /// The groups of 3.13.0.
+    const GROUPS: [&[u64]; 6] = [
+        &[400_000, 608, 632],
+        &[600, 0, 8, 16, 72, 152],
+        &[88, 8, 0, 56, 72, 70],
+        &[208, 112, 120, 128, 136, 68, 52, 96, 104, 200],
+        &[16, 8],
+        &[40, 16, 32],
+    ];
+
     fn record_3_13() -> Vec<u64> {
-        let groups: [(_, &[u64]); 6] = [
-            (RUNTIME_STATE, &[400_000, 608, 632]),
-            (19, &[600, 0, 8, 16, 72, 152]),
-            (28, &[88, 8, 0, 56, 72, 70]),
-            (34, &[208, 112, 120, 128, 136, 68, 52, 96, 104, 200]),
-            (44, &[16, 8]),
-            (64, &[40, 16, 32]),
-        ];
-        record(0x030d_00f0, groups)
+        record(0x030d_00f0, [19, 28, 34, 44, 64], GROUPS)
     }
+
+    /// Where the groups of 3.14 start.
+    const STARTS_3_14: [usize; 5] = [22, 31, 39, 50, 74];
 
     /// Creates a record like that of the free-threaded 3.14.7.
     fn free_threaded() -> Vec<u64> {
-        let groups: [(_, &[u64]); 6] = [
-            (RUNTIME_STATE, &[362_368, 784, 808]),
-            (22, &[832, 0, 8, 16, 72, 152]),
-            (31, &[88, 8, 0, 56, 80, 78, 64, 72]),
-            (39, &[240, 128, 136, 144, 152, 84, 68, 112, 120, 232]),
-            (50, &[32, 24]),
-            (74, &[56, 32, 48]),
+        let groups: [&[u64]; 6] = [
+            &[362_368, 784, 808],
+            &[832, 0, 8, 16, 72, 152],
+            &[88, 8, 0, 56, 80, 78, 64, 72],
+            &[240, 128, 136, 144, 152, 84, 68, 112, 120, 232],
+            &[32, 24],
+            &[56, 32, 48],
         ];
-        let mut words = record(0x030e_07f0, groups);
+        let mut words = record(0x030e_07f0, STARTS_3_14, groups);
         words[2] = 1;
         words
     }
 
     /// Creates a record like 3.15.0's.
     fn record_3_15() -> Vec<u64> {
-        let groups: [(_, &[u64]); 6] = [
-            (RUNTIME_STATE, &[346_488, 912, 936]),
-            (22, &[888, 0, 8, 16, 72, 80, 88, 96, 176]),
-            (39, &[88, 8, 0, 56, 80, 74, 64, 0]),
-            (47, &[216, 112, 120, 128, 136, 68, 52, 96, 104, 208, 0]),
-            (58, &[16, 8]),
-            (86, &[40, 16, 32]),
+        let groups: [&[u64]; 6] = [
+            &[346_488, 912, 936],
+            &[888, 0, 8, 16, 72, 80, 88, 96, 176],
+            &[88, 8, 0, 56, 80, 74, 64, 0],
+            &[216, 112, 120, 128, 136, 68, 52, 96, 104, 208, 0],
+            &[16, 8],
+            &[40, 16, 32],
         ];
-        record(0x030f_00f0, groups)
+        record(0x030f_00f0, [22, 39, 47, 58, 86], groups)
     }
 
     const PYTHON_3_13: Layout = Layout {
@@ -221,6 +230,7 @@ mod tests {
     #[test]
     fn later_versions_publish_their_layout() {
         assert_eq!(of(0x030d, &record_3_13()), Some(PYTHON_3_13));
+        assert_eq!(of(0x030e, &record(0x030e_00f0, STARTS_3_14, GROUPS)), Some(PYTHON_3_13));
         let of_3_14 = Layout {
             copy: Some(72),
             code_parts: [128, 144, 152],
@@ -253,6 +263,7 @@ mod tests {
             (39, 64),
             (44, 32),
             (45, 24),
+            (45, 0),
         ] {
             let mut words = good.clone();
             words[index] = value;
