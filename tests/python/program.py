@@ -41,10 +41,10 @@ def has_lines():
 
 def known(frame):
     """What Python knows of a frame and its callers. Its own walk: `traceback` would read source files."""
-    lines = []
+    lines, is_line_known = [], has_lines()
     while frame is not None and len(lines) < MOST:
         code = frame.f_code
-        lines.append(f"{code.co_filename}:{frame.f_lineno if has_lines() else 0} {code.co_qualname}")
+        lines.append(f"{code.co_filename}:{frame.f_lineno if is_line_known else 0} {code.co_qualname}")
         frame = frame.f_back
     return lines
 

@@ -39,10 +39,10 @@ impl Step {
         // Serde also takes a list for the fields, in their order.
         let fields: Map<String, Value> = serde_json::from_str(&text).map_err(|why| error(why.to_string()))?;
         serde_json::from_str(&text).map_err(|why| {
-            // A step may have each field alone.
+            // All fields are optional, so each can be read alone, to find the one that is wrong.
             let of_field = |(name, value): (&String, &Value)| {
-                let (name, why) =
-                    (format!("`{name}`"), serde_json::from_value::<Self>(json!({name: value})).err()?.to_string());
+                let why = serde_json::from_value::<Self>(json!({name: value})).err()?.to_string();
+                let name = format!("`{name}`");
                 Some(if why.contains(&name) { why } else { format!("{name}: {why}") })
             };
             error(fields.iter().find_map(of_field).unwrap_or_else(|| why.to_string()))

@@ -117,12 +117,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks the traces. Returns `None` in the child of a fork.
+fn traces() -> Option<MutexGuard<'static, Traces>> {
+    (!process::is_forked()).then(|| lock(&TRACES))
+}
+
 /// Runs code with a trace. Returns `None` if the trace is not open or the code panics, and in the child of a fork.
 fn with_trace<R>(id: u32, code: impl FnOnce(&mut GpuMemTrace) -> R) -> Option<R> {
-    if process::is_forked() {
-        return None;
-    }
-    let code = || lock(&TRACES).open.get_mut(&id).map(code);
+    let code = || traces()?.open.get_mut(&id).map(code);
     catch_unwind(AssertUnwindSafe(code)).ok().flatten()
 }
 
@@ -296,12 +298,12 @@ pub(crate) extern "C" fn gpumem_trace_set(id: u32, what: u32) {
     });
 }
 
-/// Removes a trace. It closes when it is dropped.
+/// Removes a trace, which closes when it is dropped. Returns `None` if it is not open, and in the child of a fork.
 fn taken(id: u32) -> Option<GpuMemTrace> {
     if LATEST.get() == id {
         LATEST.set(0);
     }
-    if process::is_forked() { None } else { lock(&TRACES).open.remove(&id) }
+    traces()?.open.remove(&id)
 }
 
 /// Returns the lines of a report for Python to print, or null if there are none.
