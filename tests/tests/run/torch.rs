@@ -194,7 +194,7 @@ fn tensors_come_to_what_pytorch_says() {
 
 #[test]
 fn modules_and_classes_come_to_what_the_program_has() {
-    // In a free-threaded Python, what the thread of the backward pass frees may live a little longer.
+    // A free-threaded Python may free tensors of the backward pass later, because it runs on a thread of its own. The peak is then higher.
     for python in interpreters()
         .into_iter()
         .filter(|((_, _, is_free_threaded), _)| *is_free_threaded == 0)

@@ -1,10 +1,10 @@
 //! Reads the Python functions that the calling thread is in, without Python's global lock.
 //!
 //! A library such as PyTorch releases that lock before it allocates, so a hook must not call most of Python's functions. But a thread that
-//! is inside native code does not change its own frames, and its frames keep their code objects alive, also in a free-threaded Python, whose
-//! garbage collection visits the frames of all threads. Only a shutdown of the interpreter deletes them: it deletes the states of all threads
-//! but one, even of threads that run native code. [`threads`] prevents that while a thread reads. The only interpreter functions that are
-//! called here are those that read memory.
+//! is inside native code does not change its own frames, and its frames keep their code objects alive. This also holds in a
+//! free-threaded Python, because its garbage collector visits the frames of all threads. Only a shutdown of the interpreter deletes frames: it
+//! deletes the states of all threads but one, even of threads that run native code. [`threads`] prevents that while a thread reads. The only
+//! interpreter functions that are called here are those that read memory.
 
 mod access;
 mod code;
