@@ -101,36 +101,50 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     // If a file was closed during a look, the process may have restarted its recording in another file. The next look
     // finds it.
     for _ in 0..MOST_LOOKS {
+        let (open, mut is_closed) = written_files(pid)?;
         recordings.clear();
-        let mut has_changed = false;
-        for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
-            let link = entry.path();
-            let (Ok(known), Ok(path)) = (fs::symlink_metadata(&link), fs::read_link(&link)) else {
-                has_changed = true;
-                continue;
-            };
-            // The process opens recordings only for writing. The permissions of the link show that.
-            let is_written = known.permissions().mode() & 0o600 == 0o200;
-            if is_written && path.is_absolute() && !path.starts_with("/dev") {
-                let recording = recording_at(pid, &link, path).filter(|recording| is_writer(pid, recording));
-                recordings.extend(recording.filter(|recording| !recordings.contains(recording)));
+        for (link, path) in &open {
+            match recording_at(pid, link, path) {
+                Some(recording) if recordings.contains(&recording) || !is_writer(pid, &recording) => {}
+                Some(recording) => recordings.push(recording),
+                None => is_closed |= is_recording(&visible_here(pid, path)),
             }
         }
-        if !has_changed {
+        if !is_closed && written_files(pid)?.0 == open {
             break;
         }
     }
     Ok(recordings)
 }
 
-const MOST_LOOKS: usize = 3;
+const MOST_LOOKS: usize = 10;
+
+/// Returns the links to the files that a process has opened only for writing, as it opens recordings, each with its
+/// path; and whether a file was closed meanwhile.
+fn written_files(pid: u32) -> io::Result<(Vec<(PathBuf, PathBuf)>, bool)> {
+    let (mut files, mut is_closed) = (Vec::new(), false);
+    for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
+        let link = entry.path();
+        let (Ok(known), Ok(path)) = (fs::symlink_metadata(&link), fs::read_link(&link)) else {
+            is_closed = true;
+            continue;
+        };
+        // The permissions of the link show how the file was opened.
+        let is_written = known.permissions().mode() & 0o600 == 0o200;
+        if is_written && path.is_absolute() && !path.starts_with("/dev") {
+            files.push((link, path));
+        }
+    }
+    Ok((files, is_closed))
+}
 
 /// Returns the recording that the process writes through this link to a path. While a recording is being restarted,
 /// only the file that will replace it is open, and that file may still be empty. In that case, the recording to be
 /// replaced is returned.
-fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
+fn recording_at(pid: u32, link: &Path, path: &Path) -> Option<PathBuf> {
     let replaced = path.with_extension("");
-    let replaced = (new_path(&replaced) == path).then(|| visible_here(pid, replaced)).filter(|file| is_recording(file));
+    let replaced =
+        (new_path(&replaced) == path).then(|| visible_here(pid, &replaced)).filter(|file| is_recording(file));
     replaced.or_else(|| is_recording(link).then(|| visible_here(pid, path)))
 }
 
@@ -149,12 +163,12 @@ fn own_number(pid: u32) -> Option<u32> {
     numbers.split_whitespace().next_back()?.parse().ok()
 }
 
-/// Returns the path as seen from here. In a container, `path` is in the container's own file system.
-fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
-    let root = place(pid, "root");
-    let inside = root.join(path.strip_prefix("/").unwrap_or(&path));
-    let file = |path: &Path| path.metadata().ok().map(|known| (known.dev(), known.ino()));
-    if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
+/// Returns the path as seen from here. In a container, `path` is in the container's own file system. The folders are
+/// compared, because the file may be replaced at any moment.
+fn visible_here(pid: u32, path: &Path) -> PathBuf {
+    let inside = place(pid, "root").join(path.strip_prefix("/").unwrap_or(path));
+    let folder = |path: &Path| path.parent()?.metadata().ok().map(|known| (known.dev(), known.ino()));
+    if folder(&inside).is_some() && folder(&inside) != folder(path) { inside } else { path.to_owned() }
 }
 
 /// Returns the environment with which the process started. Empty if it cannot be read.
@@ -180,13 +194,19 @@ pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
     let file = variable_of(environment, variable::FILE)?;
     let rank = rank_of(|name| variable_of(environment, name)?.to_str().map(str::to_owned));
     let own = own_number(pid)?;
-    let files = (1..).map(|count| visible_here(pid, variable::file_of_process(file, rank, own, count)));
+    let files = (1..).map(|count| visible_here(pid, &variable::file_of_process(file, rank, own, count)));
     files.take_while(|file| is_recording(file)).last()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process;
+    use std::{
+        io::Write,
+        process,
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+        time::Duration,
+    };
 
     use gpumem_recording::{Item, Process, Writer};
 
@@ -254,5 +274,33 @@ mod tests {
         // While `b.capture` is restarted, the process has only its replacement open.
         let _new = fs::File::create(&new).unwrap();
         assert_eq!(in_folder(), [recording, read, named_new]);
+    }
+
+    #[test]
+    fn a_recording_that_is_restarted_is_found_at_every_moment() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.capture");
+        let new = new_path(&path);
+        let start = |path: &Path| {
+            let mut file = fs::File::create(path).unwrap();
+            file.write_all(&Writer::new(Vec::new()).unwrap().finish().unwrap()).unwrap();
+            file
+        };
+        let (mut file, has_ended) = (start(&path), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    file = start(&new);
+                    fs::rename(&new, &path).unwrap();
+                    // The file has another descriptor each time.
+                    file = file.try_clone().unwrap();
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let is_missing = |_: &u32| !open_recordings(process::id()).unwrap().contains(&path);
+            let missing = (0..2000).filter(is_missing).count();
+            has_ended.store(true, Ordering::Relaxed);
+            assert_eq!(missing, 0, "of 2000 looks");
+        });
     }
 }
