@@ -88,8 +88,9 @@ impl Spikes {
             }
             let bytes = (1_000 - 100 * number) << 20;
             let peak = kept + bytes;
+            // So few events that the file starts over at most once: the reader cannot miss any, however slow the machine is.
             steps.push(format!(
-                "'busy 150' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike' 'await_file {peak}'"
+                "'busy 16' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike' 'await_file {peak}'"
             ));
             peaks.push(peak);
         }

@@ -21,10 +21,11 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use gpumem_core::report::counted;
+use rustix::time::ClockId;
 
 use self::{
     exporter::{Exporter, lock},
@@ -34,7 +35,7 @@ use self::{
 };
 use crate::{failure::Failure, run::endings, terminal};
 
-/// Recordings are read at least this often.
+/// Recordings are read this often, unless that takes too much time.
 const EVERY: Duration = Duration::from_secs(1);
 /// Looking for new recordings uses at most one part in this many of a processor's time.
 const PART_OF_TIME: u32 = 20;
@@ -86,14 +87,19 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     let followed = Arc::clone(&exporter);
     let follow = move || {
         loop {
-            let started = Instant::now();
+            let before = used_time();
             lock(&followed).follow();
-            thread::sleep(EVERY.max(started.elapsed() * PART_OF_TIME));
+            thread::sleep(EVERY.max(used_time().saturating_sub(before) * PART_OF_TIME));
         }
     };
     let failed = |error: io::Error| Failure::new("metrics cannot be served", error, "");
     thread::Builder::new().name("gpumem-follow".to_owned()).spawn(follow).map_err(failed)?;
     http::serve(listener, Server { exporter, token, names }).map_err(failed)
+}
+
+/// Returns how long this thread has used a processor. While it waits for a lock or for a processor, this does not grow.
+fn used_time() -> Duration {
+    rustix::time::clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
 /// Describes in words the things that this process cannot see.
