@@ -14,6 +14,7 @@ use gpumem::{Bytes, Gauge, GpuMemTrace, assert_gpu_mem, gauge::set_gauge, gpu_me
 use gpumem_tests::{Ended, OwnProcess, part, reported_lines, reports_of, simulated_gpu};
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
+static READINGS: AtomicU64 = AtomicU64::new(0);
 
 fn allocate(mib: u64) {
     IN_USE.fetch_add(mib << 20, SeqCst);
@@ -56,7 +57,9 @@ fn step() {
 #[gpu_mem_trace(max_peak = "10 MiB")]
 fn with_budget(mib: u64) {
     allocate(mib);
-    thread::sleep(Duration::from_millis(20));
+    let before = READINGS.load(SeqCst);
+    // When the second reading starts, the first one has been recorded.
+    until("the memory is seen", || READINGS.load(SeqCst) >= before + 2);
     free(mib);
 }
 
@@ -71,7 +74,10 @@ fn guards_attributes_lines_and_budgets_read_it() {
     allocate(100);
     // Before a gauge is set, traces are off, because there is nothing to measure.
     assert_eq!(GpuMemTrace::new().data().gauge, Gauge::Off);
-    set_gauge(Gauge::custom("pool", || IN_USE.load(SeqCst)));
+    set_gauge(Gauge::custom("pool", || {
+        READINGS.fetch_add(1, SeqCst);
+        IN_USE.load(SeqCst)
+    }));
     let trace = GpuMemTrace::builder().ctx("guard").on_exit_report(false).start().unwrap();
     allocate(30);
     until("the blip is seen", || trace.data().peak_over_start() == Bytes::mib(30));
@@ -203,6 +209,7 @@ fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
         if thread::current().id() != user {
             drop(device.lock());
             thread::sleep(Duration::from_millis(20));
+            READINGS.fetch_add(1, SeqCst);
         }
         IN_USE.load(SeqCst)
     }));
@@ -218,7 +225,8 @@ fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
     }
     let started = Instant::now();
     let trace = GpuMemTrace::builder().silent(true).start().unwrap();
-    thread::sleep(Duration::from_millis(100));
+    let before = READINGS.load(SeqCst);
+    until("it is read", || READINGS.load(SeqCst) >= before + 4);
     let readings = trace.data().sampling.unwrap().readings;
     assert!(
         readings >= 3 && Duration::from_millis(20) * u32::try_from(readings - 3).unwrap() < started.elapsed(),

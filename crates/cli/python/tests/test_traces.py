@@ -391,16 +391,20 @@ class Recordings(unittest.TestCase):
         return fired
 
     def test_interrupts_and_lost_recordings(self):
+        # Not all instructions of a loop are in the `try` around it.
+        def record_until_interrupted():
+            with gpumem_trace.record():
+                blip(1)
+            # Python drops an exception in a finalizer.
+            while not fired:
+                time.sleep(0.001)
+
         fired = self.interrupts()
         for delay in range(1, 40):
             fired.clear()
-            signal.setitimer(signal.ITIMER_REAL, delay / 2000)
             try:
-                with gpumem_trace.record():
-                    blip(1)
-                # Python drops an exception in a finalizer.
-                while not fired:
-                    time.sleep(0.001)
+                signal.setitimer(signal.ITIMER_REAL, delay / 2000)
+                record_until_interrupted()
             except KeyboardInterrupt:
                 pass
             gc.collect()
@@ -478,7 +482,6 @@ class Recordings(unittest.TestCase):
         def nothing():
             pass
 
-        # Not all instructions of a loop are in the `try` around it.
         def until_interrupted():
             # Python drops an exception in a finalizer.
             while not fired:
