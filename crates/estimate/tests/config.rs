@@ -39,6 +39,7 @@ fn errors_say_why() {
         (r#""num_attention_heads": 0"#, "`num_attention_heads` is 0"),
         (r#""num_key_value_heads": 0"#, "config.json: `num_key_value_heads` is 0"),
         (r#""vocab_size": 0"#, "config.json: `vocab_size` is 0"),
+        (r#""model_type": "clip", "text_config": {"vocab_size": 0}"#, "config.json: `vocab_size` is 0"),
         (r#""intermediate_size": 0"#, "config.json: `intermediate_size` is 0"),
         (r#""num_hidden_layers": 0"#, "config.json: `num_hidden_layers` is 0"),
         (r#""hidden_size": 0"#, "config.json: `hidden_size` is 0"),

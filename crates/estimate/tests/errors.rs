@@ -62,6 +62,7 @@ fn a_mismatch_names_the_layer_and_both_shapes() {
         (IMAGE, "attention size=8", "0`: 0 heads cannot share 0 heads of keys"),
         (IMAGE, "attention size=8 heads=1 key_value_heads=2", "0`: 1 head cannot share 2 heads of keys"),
         (IMAGE, "embedding rows=10 size=4", "0`: an embedding needs integers and gets f32"),
+        (IMAGE, "embeddings tokens=0 size=4", "0.tokens`: an embedding needs integers and gets f32"),
         (TOKENS, &experts("size=9 per_token=2"), "0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)"),
         (TOKENS, &experts("size=8 per_token=0"), "0`: a token cannot pass through 0 of 3 experts"),
         (TOKENS, &experts("size=8 per_token=4"), "0`: a token cannot pass through 4 of 3 experts"),
