@@ -85,10 +85,10 @@ impl Building<'_> {
             Layer::TiedEmbedding { tied_to } => built.parameters = vec![self.shared(tied_to)?],
             Layer::Embeddings(embeddings) => {
                 let Embeddings { size, tokens, positions, segments, .. } = *embeddings;
-                let names = embeddings.table_names();
-                let rows = names.into_iter().zip([tokens, positions, segments]);
-                let layer = |(name, rows): (&str, u64)| Layer::Embedding { rows, size }.named(name);
-                let tables: Vec<_> = rows.filter(|(name, rows)| *rows > 0 || *name == names[0]).map(layer).collect();
+                let rows = embeddings.table_names().into_iter().zip([tokens, positions, segments]).enumerate();
+                let layer = |(_, (name, rows)): (_, (&str, u64))| Layer::Embedding { rows, size }.named(name);
+                // The forward pass always reads the first table.
+                let tables: Vec<_> = rows.filter(|(at, (_, rows))| *at == 0 || *rows > 0).map(layer).collect();
                 built.children = self.all(&tables)?;
             }
             Layer::PatchEmbedding { channels, image, patch, size, as_clip } => {
