@@ -8,6 +8,7 @@ is written where it is missing, and `--gpumem-update` writes it again. A test wi
 """
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -70,7 +71,7 @@ class Plugin:
         path = config.getoption("--gpumem-baseline") or config.getini("gpumem_baseline")
         self.path = os.path.join(str(config.rootpath), path) if path else None
         self.updates = config.getoption("--gpumem-update")
-        self.baseline, self.found = {}, {}
+        self.baseline, self.found, self.failed = {}, {}, None
         if self.updates and not self.path:
             raise pytest.UsageError("--gpumem-update needs --gpumem-baseline FILE")
         if self.path and not os.path.isdir(os.path.dirname(self.path)):
@@ -81,17 +82,15 @@ class Plugin:
         if (is_new or self.updates) and not hasattr(config, "workerinput"):
             # This must not fail after all tests.
             try:
-                with open(self.path, "a"):
-                    pass
-                if is_new:
-                    os.remove(self.path)
+                self._write("")
+                os.remove(self._new_path)
             except OSError as why:
                 raise pytest.UsageError(f"the baseline of gpumem cannot be written: {why}") from None
         if self.path and os.path.exists(self.path):
             try:
                 with open(self.path) as file:
                     self.baseline = {name: int(size) for name, size in json.load(file).items()}
-            except (OSError, ValueError, AttributeError, TypeError) as why:
+            except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as why:
                 if self.updates:
                     return
                 raise pytest.UsageError(f"{self.path} is not a baseline of gpumem: {why}; --gpumem-update writes it again") from None
@@ -144,12 +143,32 @@ class Plugin:
     def pytest_sessionfinish(self, session):
         # With xdist, the workers' reports reach the first process.
         if self.path and not hasattr(self.config, "workerinput") and self.found and (self.updates or not os.path.exists(self.path)):
-            with open(self.path, "w") as file:
-                # Other tests may not have run.
-                json.dump(dict(sorted({**self.baseline, **self.found}.items())), file, indent=1)
-                file.write("\n")
+            # Other tests may not have run.
+            rows = dict(sorted({**self.baseline, **self.found}.items()))
+            try:
+                self._write(json.dumps(rows, indent=1) + "\n")
+                os.replace(self._new_path, os.path.realpath(self.path))
+            except OSError as why:
+                self.failed = f"the baseline of gpumem is not written: {why}"
+                session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+    @property
+    def _new_path(self):
+        return os.path.realpath(self.path) + ".new"
+
+    def _write(self, content):
+        """Writes the file that replaces the baseline once it is complete."""
+        try:
+            with open(self._new_path, "w") as file:
+                file.write(content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.remove(self._new_path)
+            raise
 
     def pytest_terminal_summary(self, terminalreporter):
+        if self.failed:
+            terminalreporter.write_line(self.failed, red=True)
         new = self.found.keys() - self.baseline.keys() if self.baseline and not self.updates else ()
         if new:
             terminalreporter.write_line(f"{len(new)} tests are not in {self.path}; --gpumem-update adds them")

@@ -141,10 +141,23 @@ class Plugin(unittest.TestCase):
         self.assertEqual((code, self.run_pytest(*options, "--gpumem-update")[0], self.run_pytest(*options)[0]), (1, 0, 0))
         code, out = self.run_pytest(*options, GPUMEM_GAUGE="off")
         self.assertIn("cannot be compared with the baseline, because it was not measured", out)
-        self.write("base.json", "[1]")
-        self.assertIn("is not a baseline of gpumem", self.run_pytest(*options)[1])
+        for wrong in ("[1]", '{"a": 1e999}', "[" * 200000):
+            self.write("base.json", wrong)
+            self.assertIn("is not a baseline of gpumem", self.run_pytest(*options)[1])
         self.assertIn("/dev/full is not a regular file", self.run_pytest("--gpumem-baseline", "/dev/full")[1])
         self.assertIn("the baseline of gpumem cannot be written: ", self.run_pytest("--gpumem-baseline", "/proc/base.json")[1])
+
+    def test_a_baseline_that_cannot_be_written_stays_and_hides_no_failure(self):
+        self.write("base.json", "{}")
+        # A folder is where the new file is written.
+        self.write("test_folder.py", "import os, pytest\n@pytest.mark.parametrize('of', [1, 2])\ndef test_folder(of):\n    assert of == 1, 'its own'\n    os.mkdir('base.json.new')\n")
+        for only, has_failed in (("1", False), ("1 or 2", True)):
+            code, out = self.run_pytest("test_folder.py", "-k", only, "--gpumem-baseline", "base.json", "--gpumem-update")
+            self.assertIn("the baseline of gpumem is not written: ", out)
+            self.assertEqual((code, "AssertionError: its own" in out), (1, has_failed))
+            with open(os.path.join(self.folder.name, "base.json")) as file:
+                self.assertEqual(file.read(), "{}")
+            os.rmdir(os.path.join(self.folder.name, "base.json.new"))
 
     def test_wrong_arguments(self):
         for size in ("'ten'", "-1"):
