@@ -56,6 +56,8 @@ class record:
             weakref.finalize(self, _remove, folder, os.getpid())
             path = os.path.join(folder, "part.capture")
         self.path = os.path.abspath(os.fsdecode(path))
+        if "\0" in self.path:
+            raise ValueError(f"{self.path!r} is not a path: it contains a null character")
         # `is_complete` says whether there is a recording that has ended.
         self._layers, self.is_complete = layers, False
 

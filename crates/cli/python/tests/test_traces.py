@@ -416,6 +416,8 @@ class Recordings(unittest.TestCase):
         self.assertEqual(recording.data()["devices"][0]["peak_bytes"], 3 * MIB)
         with self.assertRaisesRegex(Error, "nothing was recorded yet"):
             gpumem_trace.record().svg()
+        with self.assertRaisesRegex(ValueError, "is not a path: it contains a null character"):
+            gpumem_trace.record("a\0b")
 
     def test_steps_at_the_recursion_limit_end(self):
         @gpu_mem_trace
