@@ -119,8 +119,8 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
 
 const MOST_LOOKS: usize = 10;
 
-/// Returns the links to the files that a process has opened only for writing, as it opens recordings, each with its
-/// path; and whether a file was closed meanwhile.
+/// Returns the files that a process has opened only for writing, as it opens recordings: for each file, its link in
+/// `/proc` and its path. Also returns whether a file was closed during this look.
 fn written_files(pid: u32) -> io::Result<(Vec<(PathBuf, PathBuf)>, bool)> {
     let (mut files, mut is_closed) = (Vec::new(), false);
     for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
